@@ -110,6 +110,11 @@ class FakeVtgate:
         self.open_streams = 0
         self.release = 22
         self.cascades: list[list[str]] = []  # tables with the names of their foreign keys that change rows
+        # Table, column, type, whether it may be NULL, key, collation and character set of each column.
+        self.columns: list[list[str]] = [
+            [TABLE, "id", "bigint", "NO", "PRI", "0", ""],
+            [TABLE, "counter", "bigint", "NO", "", "0", ""],
+        ]
         self.empty_lists = 0  # so many of the next answers to a request for the shards have none
         self.row_image = "FULL"
         self._servers = len(shards)
@@ -267,6 +272,8 @@ class FakeVtgate:
             if (shard := self._answering(name)) is None:
                 return _refused()
             rows = [[VIEW]] if shard.has_view else []
+        elif "information_schema.columns" in sql and "column_type" in sql:
+            rows = self.columns
         elif "information_schema.columns" in sql:
             name = request.session.target_string.partition(":")[2].partition("@")[0]
             if self._answering(name) is None:

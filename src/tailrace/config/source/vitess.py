@@ -34,6 +34,7 @@ class VitessSource(SourceSection):
     """A keyspace of a Vitess cluster, all shards of it."""
 
     snapshot_has_keys_once: ClassVar[bool] = True
+    reads_column_names: ClassVar[bool] = True
 
     type: Literal["vitess"] = Field(default="vitess", description="Kind of the source.")
     hosts: tuple[Annotated[str, AfterValidator(_address)], ...] = Field(

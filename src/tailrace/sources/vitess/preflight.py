@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from tailrace.changelog.directory import TASK, LogDirectory
+from tailrace.changelog.disclosure import kept_disclosure
+from tailrace.config.patterns import matches
+from tailrace.config.source.column_policy import ColumnPolicy
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Relation
 from tailrace.sources.findings import Finding, error, from_failure, warning
+from tailrace.sources.vitess.column_checks import column_findings, pattern_findings
 from tailrace.sources.vitess.connection.metadata import (
     binlog_settings,
     serving_shards,
+    table_columns,
     table_names,
     tablets,
     unlogged_cascades,
@@ -21,8 +27,9 @@ from tailrace.sources.vitess.connection.vtgate import Vtgate
 class VitessCheck:
     """The checks of one Vitess source: see `tailrace.sources.contract.SourceCheck`."""
 
-    def __init__(self, source: VitessSource) -> None:
+    def __init__(self, source: VitessSource, log: LogDirectory | None = None) -> None:
         self._source = source
+        self._log = log
         self._vtgate: Vtgate | None = None
         self._shards: tuple[str, ...] = ()
 
@@ -49,13 +56,22 @@ class VitessCheck:
                 yield from self._shard_findings(self._vtgate, shard)
                 if shard == self._shards[0]:  # all shards have the same tables
                     yield from self._cascade_findings(self._vtgate, shard)
+                    yield from self._column_findings(self._vtgate, shard)
             except TailraceError as failure:
                 yield from_failure(failure)
+        names = table_names(self._vtgate)
+        for pattern in self._source.tables:
+            if not any(matches(pattern, self._source.keyspace, name) for name in names):
+                yield warning(
+                    Kind.TABLE_MISSING,
+                    f"source.tables: no table of the keyspace {self._source.keyspace!r} matches {pattern!r}",
+                    "check source.tables; a table that is created later is captured from then on",
+                )
         if not self.tables():
             yield warning(
                 Kind.TABLE_MISSING,
                 f"no table of the keyspace {self._source.keyspace!r} is captured",
-                "check source.tables; a table that is created later is captured from then on",
+                "check source.tables and source.tables_exclude",
             )
 
     def _tablet_findings(self, vtgate: Vtgate) -> Iterator[Finding]:
@@ -107,6 +123,12 @@ class VitessCheck:
                     "changes; or declare the key without these actions",
                     name,
                 )
+
+    def _column_findings(self, vtgate: Vtgate, shard: str) -> Iterator[Finding]:
+        columns = table_columns(vtgate, self._source, shard)
+        yield from column_findings(self._source, shard, columns)
+        kept = ColumnPolicy() if self._log is None else kept_disclosure(self._log, TASK)
+        yield from pattern_findings(self._source, kept, columns)
 
     def tables(self) -> Sequence[tuple[str, str]]:
         if self._vtgate is None:

@@ -96,7 +96,7 @@ class VitessSourceType:
         require_grpc()
         from tailrace.sources.vitess.preflight import VitessCheck
 
-        return VitessCheck(cast(VitessSource, pipeline.source))
+        return VitessCheck(cast(VitessSource, pipeline.source), directory)
 
     def findings_together(self, checks: Sequence[VitessCheck]) -> Iterator[Finding]:
         return iter(())

@@ -17,6 +17,7 @@ from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.connection.event_loop import submit
 from tailrace.sources.vitess.connection.vtgate import Row, Vtgate, answer_of
+from tailrace.sources.vitess.rows.types import NOT_NULL, PRIMARY_KEY
 
 TABLET_TYPES = {"primary": pb.PRIMARY, "replica": pb.REPLICA, "rdonly": pb.RDONLY}
 
@@ -176,6 +177,30 @@ def unlogged_cascades(vtgate: Vtgate, source: VitessSource, shard: str) -> list[
 def table_names(vtgate: Vtgate) -> list[str]:
     """Return the tables of the keyspace."""
     return sorted(str(row[0]) for row in vtgate.query("show tables", "list the tables"))
+
+
+_COLUMNS = (
+    "select c.table_name, c.column_name, c.column_type, c.is_nullable, c.column_key, k.id, "
+    "c.character_set_name from information_schema.tables t join information_schema.columns c "
+    "on c.table_schema = t.table_schema and c.table_name = t.table_name "
+    "left join information_schema.collations k on k.collation_name = c.collation_name "
+    "where t.table_schema = database() and t.table_type = 'BASE TABLE' "
+    "order by t.table_name, c.ordinal_position"
+)
+#: Character sets whose collations Vitess does not know: a stream has no number for them.
+_UNKNOWN_CHARSETS = frozenset({"big5", "gb18030", "gbk", "tis620"})
+
+
+def table_columns(vtgate: Vtgate, source: VitessSource, shard: str) -> dict[str, list[pb.Field]]:
+    """Return the columns of each table of a shard, as a stream describes them."""
+    found: dict[str, list[pb.Field]] = {}
+    rows = vtgate.query(_COLUMNS, f"ask the shard {shard} for its columns", _target(source, shard))
+    for table, column, declared, nullable, key, collation, charset in rows:
+        number = int(collation or 0) if charset not in _UNKNOWN_CHARSETS else 0
+        flags = NOT_NULL * (nullable == "NO") | PRIMARY_KEY * (key == "PRI")
+        field = pb.Field(name=str(column), column_type=str(declared), charset=number, flags=flags)
+        found.setdefault(str(table), []).append(field)
+    return found
 
 
 # Not by `column_key`: MySQL calls a unique key PRI where there is no primary key, and a tablet may copy in

@@ -25,7 +25,7 @@ from tailrace.sources.vitess.rows.failures import failure, refused
 from tailrace.sources.vitess.rows.partial_json import changed_document
 from tailrace.sources.vitess.rows.shapes import ShardShapes
 from tailrace.sources.vitess.rows.tables import LogTables
-from tailrace.sources.vitess.rows.types import ColumnPlan, Refused, is_in_key, passed_over, plan_of
+from tailrace.sources.vitess.rows.types import ColumnPlan, Refused, passed_over, plan_of, roles_of
 
 #: Given a keyspace, a table and its columns, returns those that are left out.
 LeftOut = Callable[[str, str, ColumnRoles], frozenset[str]]
@@ -309,9 +309,7 @@ class Transcoder:
         self._shapes.put(name, columns, self._tables.shape(self._keyspace, table))
 
     def _gone(self, table: str, columns: Sequence[pb.Field]) -> frozenset[str]:
-        key = frozenset(column.name for column in columns if is_in_key(column))
-        names = tuple(column.name for column in columns)
-        return self._left_out(self._keyspace, table, ColumnRoles(names, key, not key, key))
+        return self._left_out(self._keyspace, table, roles_of(columns))
 
     def _plan(self, table: str, column: pb.Field, *, has_labels: bool) -> ColumnPlan:
         try:

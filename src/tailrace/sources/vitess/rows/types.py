@@ -9,9 +9,10 @@ Source: `query.proto` of Vitess for the numbers of types; MySQL manual, "Data Ty
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tailrace.config.source.column_policy import ColumnRoles
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.rows import charsets
 from tailrace.sources.vitess.rows.layout import (
@@ -31,7 +32,7 @@ from tailrace.sources.vitess.rows.layout import (
 )
 
 # Bits of a field's flags.
-_NOT_NULL, _PRIMARY_KEY, NO_DEFAULT = 1, 2, 4096
+NOT_NULL, PRIMARY_KEY, NO_DEFAULT = 1, 2, 4096
 
 #: The value for a type without a modifier.
 NO_MODIFIER = -1
@@ -145,7 +146,13 @@ def is_unnamed(field: pb.Field) -> bool:
 
 def is_in_key(field: pb.Field) -> bool:
     """Return whether a column belongs to its table's primary key."""
-    return bool(field.flags & _PRIMARY_KEY)
+    return bool(field.flags & PRIMARY_KEY)
+
+
+def roles_of(fields: Sequence[pb.Field]) -> ColumnRoles:
+    """Return the columns of a table as the column policy needs them."""
+    key = frozenset(field.name for field in fields if is_in_key(field))
+    return ColumnRoles(tuple(field.name for field in fields), key, not key, key)
 
 
 def _require(fits: bool, field: pb.Field) -> None:
@@ -163,8 +170,8 @@ def _column(
         field.column_type or type_,
         code,
         in_key=is_in_key(field),
-        not_null=bool(field.flags & _NOT_NULL),
-        may_lack=bool(_LARGE.match(field.column_type.lower())) and not field.flags & _NOT_NULL,
+        not_null=bool(field.flags & NOT_NULL),
+        may_lack=bool(_LARGE.match(field.column_type.lower())) and not field.flags & NOT_NULL,
         flags=field.flags,
         **more,  # type: ignore[arg-type]
     )

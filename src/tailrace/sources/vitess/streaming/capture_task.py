@@ -14,14 +14,17 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from tailrace.changelog.directory import TASK, LogDirectory
+from tailrace.changelog.disclosure import keep_disclosure, keep_renames, kept_disclosure
 from tailrace.changelog.writer import LogListener, LogOptions, LogWriter, Tail
 from tailrace.config.sections import LogConfig
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Stopped
 from tailrace.model import SourceFingerprint
+from tailrace.protocol.renames import Renames
 from tailrace.sources.appender import Appender
 from tailrace.sources.progress import CaptureProgress, PhaseName, SourceHealth, SourceWarning
 from tailrace.sources.reconnection import Reconnection
+from tailrace.sources.vitess.column_checks import require_columns
 from tailrace.sources.vitess.connection.vtgate import Vtgate
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.refusals import FAILURES_TOLD
@@ -151,6 +154,8 @@ class VitessCapture:
             vtgates = Vtgate.connect_each(self._source, self._source.tasks_max, self._hosts_tried)
             for vtgate in vtgates:
                 stack.enter_context(closing(vtgate))
+            if self._stream is None:
+                self._keep_policy(self._directory, vtgates[0])
             # The next connection starts with another host.
             self._hosts_tried = self._source.hosts.index(vtgates[0].address) + 1
             stream = KeyspaceStream(self._source, vtgates, appender, self._stopping, self._directory)
@@ -159,6 +164,15 @@ class VitessCapture:
                 stream.want(self._wanted)
             self._phase, self._connections.error = "streaming", None
             stream.run()
+
+    def _keep_policy(self, directory: LogDirectory, vtgate: Vtgate) -> None:
+        """Store the column policy for the readers of the log, which wait for it.
+
+        :raises TailraceError: `CONFIG_INVALID` if a pattern matches no column.
+        """
+        require_columns(vtgate, self._source, kept_disclosure(directory, TASK))
+        keep_renames(directory, TASK, Renames())  # columns are known by their names alone
+        keep_disclosure(directory, TASK, self._source.disclosure)
 
     def _position(self) -> int:
         return self._appender.tail.position if self._appender is not None else 0

@@ -349,6 +349,38 @@ def test_of_types_that_differ_between_shards_the_wider_one_is_used(one: str, oth
 
 
 @pytest.mark.parametrize(
+    ("old", "new", "is_unknown"),
+    [
+        ("binary(4)", "binary(8)", True),
+        ("binary(8)", "binary(4)", False),
+        ("varbinary(8)", "binary(8)", True),
+        ("binary(4)", "varbinary(4)", False),
+        ("time(3)", "time", True),
+        ("time(3)", "time(6)", False),
+        ("int", "enum('a','b')", True),
+        ("int unsigned", "set('a','b')", True),
+        ("enum('a')", "enum('a','b')", False),
+        ("int", "year", True),
+        ("year", "year", False),
+        ("int(5) unsigned zerofill", "varchar(10)", True),
+        ("int", "varchar(10)", False),
+        ("double", "double(10,2)", True),
+        ("float", "double", False),
+    ],
+)
+def test_older_values_are_unknown_where_mysql_changed_them_with_the_type(
+    old: str, new: str, is_unknown: bool
+) -> None:
+    tables = LogTables({})
+    tables.keep_shards([ms.SHARD])
+    for declared in (old, new, new):
+        described = ms.described("t", [ms.ID, ("c", 0, declared, 0, ms.UTF8MB4), ms.WHAT])
+        _transcoder(tables).transcode([ms.transaction(described)], 1)
+    _, found, other = tables.shape(ms.KEYSPACE, "t").columns
+    assert (found.unknown, found.number, other.number) == (is_unknown, 4 if is_unknown else 2, 3)
+
+
+@pytest.mark.parametrize(
     ("column", "told", "missing", "unknown"),
     [
         ((265, "bigint", 1 | 4096, 63), (None, ""), "0", False),

@@ -179,9 +179,9 @@ def _filled(
         return ShapeStep(field, None, unknown=True)
     raise TailraceError(
         Kind.SINK_SCHEMA_REFUSED,
-        f"follow a change of schema: column {column.name!r} was added with values that PostgreSQL computed "
-        "for each row and did not send, or it is unknown which column a value came from, because the table "
-        "was altered several times while capture was behind",
+        f"follow a change of schema: column {column.name!r} was added or altered with values that the "
+        "database computed for each row and did not send, or it is unknown which column a value came from, "
+        "because the table was altered several times while capture was behind",
         _choices(context),
         {**context, "column": column.name},
     )

@@ -20,7 +20,7 @@ from tailrace.protocol.frames import control_json
 from tailrace.protocol.pgoutput import COLUMNS_MAX
 from tailrace.sources.row_frames import ColumnShape, TableShape
 from tailrace.sources.vitess.rows.column_defaults import UNKNOWN, ColumnDefault, DefaultOf, default_of_added
-from tailrace.sources.vitess.rows.types import ColumnPlan
+from tailrace.sources.vitess.rows.types import ColumnPlan, is_rewritten
 
 
 @dataclass(slots=True)
@@ -186,6 +186,11 @@ class LogTables:
         columns = [
             _merged(old, _types_of(known.shards.values(), old.name), is_waiting=is_waiting) for old in kept
         ]
+        for place, (old, new) in enumerate(zip(kept, columns, strict=True)):
+            if old.name in plans and is_rewritten(old.declared, new.declared):
+                # Like a column that is dropped and added: its older values are not known.
+                numbered += 1
+                columns[place] = dataclasses.replace(new, number=numbered, missing=None, unknown=True)
         for number, plan in enumerate(added, numbered + 1):
             columns.append(self._added(before, plan, number, shard))
         numbered += len(added)

@@ -130,6 +130,31 @@ def plan_of(field: pb.Field, *, has_labels: bool) -> ColumnPlan:
     return _MAKERS[base](field, base, "unsigned" in found.group(3), found.group(2) or "")
 
 
+def is_rewritten(old: str, new: str) -> bool:
+    """Return whether MySQL gives older rows other values than the log's types tell when a column's type is
+    changed from `old` to `new`.
+    """
+    was, (base, size) = _base_and_size(old), _base_and_size(new)
+    was_whole = was[0] in {*_INTEGERS, "year"}
+    if base == "binary":
+        return was[0] != "binary" or was[1] < size  # zero bytes are appended
+    if base == "time":
+        return was[0] == "time" and was[1] > size  # it is rounded
+    if base in ("enum", "set"):
+        return was_whole  # a number is that of a label
+    if base == "year":
+        return was_whole and was[0] != "year"  # 70 becomes 1970
+    if base in ("float", "double"):
+        return was[0] in ("float", "double") and old != new and "(" in new  # it is rounded
+    return "zerofill" in old.lower() and _MAKERS[base] is _text
+
+
+def _base_and_size(declared: str) -> tuple[str, int]:
+    found = _DECLARED.fullmatch(declared.lower())
+    assert found is not None, "a column with another type is refused"
+    return found[1], int(found[2]) if (found[2] or "").isdigit() else 0
+
+
 def passed_over(field: pb.Field) -> ColumnPlan:
     """Return the plan of a column whose values are skipped, whatever its type: it has no name, so that it
     matches no column of the log. `is_json` is kept, because the bit map of partial JSON counts documents.

@@ -84,6 +84,20 @@ def test_check_names_columns_that_a_run_would_refuse(column: list[str], found: s
             assert not [each for each in _checked(vtgate, **settings) if each.severity is Severity.ERROR]
 
 
+def test_check_warns_of_patterns_that_match_no_table() -> None:
+    with FakeVtgate("0") as vtgate:
+        for tables, found in (
+            ([f"{KEYSPACE}.{TABLE}", f"{KEYSPACE}.contuers"], f"matches '{KEYSPACE}.contuers'"),
+            ([f"{KEYSPACE}.contuers", "other.*"], "is captured"),
+            (["*.*"], ""),
+        ):
+            told = [
+                each.message for each in _checked(vtgate, tables=tables) if each.kind is Kind.TABLE_MISSING
+            ]
+            expected = f"source.tables: no table of the keyspace '{KEYSPACE}' {found}"
+            assert told == ([expected] if found else [])
+
+
 def test_check_names_a_key_that_would_be_left_out() -> None:
     with FakeVtgate("0") as vtgate:
         [reported] = [

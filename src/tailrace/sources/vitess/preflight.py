@@ -59,19 +59,13 @@ class VitessCheck:
                     yield from self._column_findings(self._vtgate, shard)
             except TailraceError as failure:
                 yield from_failure(failure)
-        names = table_names(self._vtgate)
-        for pattern in self._source.tables:
-            if not any(matches(pattern, self._source.keyspace, name) for name in names):
-                yield warning(
-                    Kind.TABLE_MISSING,
-                    f"source.tables: no table of the keyspace {self._source.keyspace!r} matches {pattern!r}",
-                    "check source.tables; a table that is created later is captured from then on",
-                )
-        if not self.tables():
+        names = self.tables()
+        lacking = [each for each in self._source.tables if not any(matches(each, *name) for name in names)]
+        for found in [f"matches {pattern!r}" for pattern in lacking] if names else ["is captured"]:
             yield warning(
                 Kind.TABLE_MISSING,
-                f"no table of the keyspace {self._source.keyspace!r} is captured",
-                "check source.tables and source.tables_exclude",
+                f"source.tables: no table of the keyspace {self._source.keyspace!r} {found}",
+                "check source.tables; a table that is created later is captured from then on",
             )
 
     def _tablet_findings(self, vtgate: Vtgate) -> Iterator[Finding]:

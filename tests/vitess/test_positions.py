@@ -122,8 +122,11 @@ def test_what_a_replica_lacks_holds_the_watermark_of_a_silent_shard_back(
         asked = len(vtgate.asked)
         wait_until(lambda: len(vtgate.asked) > asked + 4, 30, "replica and primary are asked")
         assert complete_until() < committed_us
+        [told] = found.capture.progress().warnings
+        assert (told.key, "its replica lacks" in told.message) == ("shard_delayed 0", True)
         vtgate.change("0", is_silent=False, lag=0)
         found.wait_for_rows(1)
+        assert not found.capture.progress().warnings
 
 
 @pytest.mark.slow

@@ -134,7 +134,7 @@ def test_w14_an_unusable_position_is_reported_and_only_its_keys_are_copied_again
         assert not found.needs_snapshot
         _end(found, "80-", reason)
     assert [str(part) for part in found.needs_snapshot] == ["80-"]
-    assert [warning.key for warning in shard_warnings(found)] == ["shard_needs_snapshot 80-"]
+    assert [warning.key for warning in shard_warnings(found, {})] == ["shard_needs_snapshot 80-"]
     found.step(SnapshotRequested())
     commands = _listed(found, "-80", "80-")
     assert _opened(commands)["80-"].positions == {"80-": ""}
@@ -283,10 +283,10 @@ def test_a_silent_shard_without_an_answer_is_reported_until_it_answers() -> None
     # It is opened again, with nothing lost: events of the former stream no longer count.
     assert _opened(commands)["80-"].positions == {"80-": _gtid(5)}
     assert not found.accepts("80-", before)
-    assert [warning.key for warning in shard_warnings(found)] == ["shard_delayed 80-"]
+    assert [warning.key for warning in shard_warnings(found, {})] == ["shard_delayed 80-"]
     assert found.step(ProbeFailed("80-", before, "no healthy tablet")) == ()
     found.step(Probed("80-", found.shards["80-"].attempt, _gtid(5), ""))
-    assert not [*shard_warnings(found)]
+    assert not [*shard_warnings(found, {})]
 
 
 def test_a_junction_stays_open_if_its_shard_does_not_answer() -> None:
@@ -304,7 +304,7 @@ def test_a_shard_that_lacks_transactions_already_read_is_reported_and_only_its_k
         assert not found.needs_snapshot
         _lag(found, "80-", _gtid(4))
     assert [str(part) for part in found.needs_snapshot] == ["80-"]
-    (warning,) = shard_warnings(found)
+    (warning,) = shard_warnings(found, {})
     assert "lacks transactions" in warning.message
     assert "tailrace snapshot FILE --lost" in warning.repair
     assert found.waits_for_snapshot("80-", ["-80", "80-"])
@@ -345,7 +345,7 @@ def test_a_capture_that_lags_behind_follows_two_reshards_in_a_row() -> None:
     _reach(found, "80-", Journal.of(2, ["80-"], {"80-c0": _gtid(5), "c0-": _gtid(6)}))
     across = Journal.of(3, ["-80", "80-c0"], {"-c0": _gtid(7)})
     _reach(found, "80-c0", across)
-    assert [warning.key for warning in shard_warnings(found)] == ["shard_waits 80-c0"]
+    assert [warning.key for warning in shard_warnings(found, {})] == ["shard_waits 80-c0"]
     _reach(found, "-80", across)
     read = {name for name, shard in found.shards.items() if shard.state is ShardMode.STREAMING}
     assert read == {"-c0", "c0-"}

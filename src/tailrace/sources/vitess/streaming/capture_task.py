@@ -9,7 +9,7 @@ what is durable in the log.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.refusals import FAILURES_TOLD
 from tailrace.sources.vitess.resharding.transitions import ShardMode
 from tailrace.sources.vitess.streaming.keyspace_stream import KeyspaceStream
+from tailrace.sources.vitess.streaming.shard_health import ShardProgress
 
 
 class VitessCapture:
@@ -127,7 +128,7 @@ class VitessCapture:
             health=self._health(),
             warnings=()
             if stream is None
-            else (*shard_warnings(stream.coordinator), *stream.snapshots.warnings),
+            else (*shard_warnings(stream.coordinator, stream.shards), *stream.snapshots.warnings),
         )
 
     def _health(self) -> SourceHealth | None:
@@ -178,7 +179,9 @@ class VitessCapture:
         return self._appender.tail.position if self._appender is not None else 0
 
 
-def shard_warnings(coordinator: Coordinator) -> Iterator[SourceWarning]:
+def shard_warnings(
+    coordinator: Coordinator, progress: Mapping[str, ShardProgress]
+) -> Iterator[SourceWarning]:
     """Yield a warning for each shard that has one. Any thread."""
     for name, shard in sorted(dict(coordinator.shards).items()):
         if shard.state is ShardMode.NEEDS_SNAPSHOT:
@@ -192,6 +195,12 @@ def shard_warnings(coordinator: Coordinator) -> Iterator[SourceWarning]:
                 f"shard_delayed {name}",
                 f"the shard {name} is delayed: {shard.trouble}",
                 "it is retried",
+            )
+        elif name in progress and progress[name].lags:
+            yield SourceWarning(
+                f"shard_delayed {name}",
+                f"the shard {name} is delayed: its replica lacks transactions that its primary has",
+                "check the replication of the tablets of source.tablet_type",
             )
         elif shard.state is ShardMode.AT_JOURNAL and (journal := shard.kept.journal) is not None:
             others = [other for other in journal.participants if not coordinator.is_at(other, journal)]

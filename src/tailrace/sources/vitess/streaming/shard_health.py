@@ -19,6 +19,7 @@ class ShardProgress:
     :ivar moved_s: when its stream last delivered a row or position of the shard, monotonic.
     :ivar probed_s: when its server was last asked for its transactions, monotonic; `asked_us`: wall clock.
     :ivar whole_until_us: everything that was committed before this time is in the log.
+    :ivar lags: whether the replica that is read lacked transactions of the primary, and sent none since.
     :ivar stalls: consecutive times that its stream was opened again because it didn't progress.
     """
 
@@ -26,6 +27,7 @@ class ShardProgress:
     probed_s: float = field(default_factory=time.monotonic)
     asked_us: int = 0
     whole_until_us: int = 0
+    lags: bool = False
     stalls: int = 0
 
     def move(self, *, is_further: bool) -> None:
@@ -35,7 +37,7 @@ class ShardProgress:
         """
         self.moved_s = time.monotonic()
         if is_further:
-            self.stalls = 0
+            self.stalls, self.lags = 0, False
 
 
 def health_of(

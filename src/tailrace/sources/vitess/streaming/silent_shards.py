@@ -108,17 +108,19 @@ class SilentShards:
             self._shards[shard].stalls += 1
         if probe.newest.exception() is None:
             newest = GtidSet.parse(probe.newest.result()[0][0] or "")
-            self._note_complete(shard, newest)
+            self._note_complete(shard, newest, of=probe.of)
             if probe.newest is not probe.answer:
                 # A replica may have what a failover lost.
                 self.doubt_if_behind(shard, newest)
 
-    def _note_complete(self, shard: str, newest: GtidSet) -> None:
-        """Note if the log has everything that was committed in a silent shard."""
+    def _note_complete(self, shard: str, newest: GtidSet, *, of: str) -> None:
+        """Note whether the log has everything that was committed in a silent shard."""
         ours, known = self._coordinator.shards[shard].kept, self._shards.get(shard)
         if known is None or not ours.is_read:
             return
-        if GtidSet.parse(ours.gtid).contains(newest):
+        is_complete = GtidSet.parse(ours.gtid).contains(newest)
+        known.lags = of != "primary" and not is_complete
+        if is_complete:
             # Commits in the second of the request have that second as their time.
             asked_us = known.asked_us // 1_000_000 * 1_000_000
             known.whole_until_us = max(known.whole_until_us, asked_us)

@@ -52,6 +52,19 @@ def test_a_pattern_that_names_no_column_is_refused_before_anything_is_captured(
         assert (reported.kind, reported.severity) == (Kind.CONFIG_INVALID, Severity.ERROR)
 
 
+def test_a_mistyped_keyspace_leaves_no_log_behind(tmp_path: Path) -> None:
+    with FakeVtgate("0") as vtgate:
+        with capturing(tmp_path, vtgate.address, keyspace="shopp") as found:
+            wait_until(lambda: found.failure is not None, 30, "the start is refused")
+        assert isinstance(found.failure, TailraceError)
+        assert (found.failure.kind, found.failure.hint) == (
+            Kind.SOURCE_MISCONFIGURED,
+            "check source.keyspace",
+        )
+        with capturing(tmp_path, vtgate.address) as found:
+            found.wait_for_shards("0")
+
+
 def test_a_column_that_is_dropped_after_a_start_does_not_prevent_the_next_one(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"columns_exclude": [f"{KEYSPACE}.{TABLE}.counter"]}
     with FakeVtgate("0") as vtgate:

@@ -237,6 +237,5 @@ def _closed(path: Path) -> TailraceError:
 
 
 def _describe(source: SourceFingerprint) -> str:
-    return (
-        f"{source.type} system {source.system_identifier}, database {source.database!r}, slot {source.slot!r}"
-    )
+    slot = f", slot {source.slot!r}" if source.slot else ""
+    return f"{source.type} system {source.system_identifier}, database {source.database!r}{slot}"

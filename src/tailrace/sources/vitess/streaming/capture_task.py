@@ -18,13 +18,14 @@ from tailrace.changelog.disclosure import keep_disclosure, keep_renames, kept_di
 from tailrace.changelog.writer import LogListener, LogOptions, LogWriter, Tail
 from tailrace.config.sections import LogConfig
 from tailrace.config.source.vitess import VitessSource
-from tailrace.errors import Stopped
+from tailrace.errors import Kind, Stopped, TailraceError
 from tailrace.model import SourceFingerprint
 from tailrace.protocol.renames import Renames
 from tailrace.sources.appender import Appender
 from tailrace.sources.progress import CaptureProgress, PhaseName, SourceHealth, SourceWarning
 from tailrace.sources.reconnection import Reconnection
 from tailrace.sources.vitess.column_checks import require_columns
+from tailrace.sources.vitess.connection.metadata import serving_shards
 from tailrace.sources.vitess.connection.vtgate import Vtgate
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.refusals import FAILURES_TOLD
@@ -138,12 +139,26 @@ class VitessCapture:
     def _open_log(self) -> Appender:
         if self._appender is not None:
             return self._appender
+        self._require_keyspace()
         fingerprint = SourceFingerprint("vitess", self._source.keyspace, self._source.keyspace, "")
         directory = self._directory = LogDirectory.create_or_open(self._path, fingerprint)
         writer = LogWriter.open(directory, TASK, options=self._options, listener=self._listener)
         self._appender = Appender(writer, self._stopping)
         self._appender.start()
         return self._appender
+
+    def _require_keyspace(self) -> None:
+        """Check that the keyspace serves before a log is created for it: no other one could use that log.
+
+        :raises TailraceError: as `Vtgate.connect` and `serving_shards`.
+        """
+        try:
+            LogDirectory.open(self._path)
+        except TailraceError as error:
+            if error.kind is not Kind.LOG_MISSING:
+                raise
+            with closing(Vtgate.connect(self._source)) as vtgate:
+                serving_shards(vtgate, self._source)
 
     def _run_connection(self) -> None:
         self._phase = "connecting"

@@ -335,3 +335,4 @@ def test_the_hint_for_a_table_with_whole_old_rows_has_no_statement_for_them(tmp_
     with pytest.raises(TailraceError) as refused:
         open_net(str(tmp_path / "net"), keyless, reads_once=False)
     assert "mirror it by whole rows (`keyless: full_row` for the sink)" in refused.value.hint
+    assert "ALTER TABLE shop.visits ADD PRIMARY KEY" in refused.value.hint  # MySQL knows no double quotes

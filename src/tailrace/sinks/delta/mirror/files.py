@@ -9,6 +9,7 @@ only once.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -120,7 +121,7 @@ def open_net(path: str, relation: Relation, *, reads_once: bool) -> NetWriter:
     :raises TailraceError: `SINK_KEY_MISSING`, `SINK_SCHEMA_REFUSED`.
     """
     if not relation.key:
-        name = ".".join('"' + part.replace('"', '""') + '"' for part in (relation.schema, relation.table))
+        name = ".".join(map(_identifier, (relation.schema, relation.table)))
         # Vitess always sends whole old rows of such a table.
         is_full = relation.identity is ReplicaIdentity.FULL
         identity = "" if is_full else f"ALTER TABLE {name} REPLICA IDENTITY FULL, and "
@@ -136,6 +137,11 @@ def open_net(path: str, relation: Relation, *, reads_once: bool) -> NetWriter:
         )
     _require_exact_key(relation)
     return NetWriter(path, relation, reads_once=reads_once)
+
+
+def _identifier(name: str) -> str:
+    # MySQL, and so Vitess, quotes names in another way: what needs no quotes gets none.
+    return name if re.fullmatch(r"[a-z_][a-z0-9_]*", name) else '"' + name.replace('"', '""') + '"'
 
 
 def _require_exact_key(relation: Relation) -> None:

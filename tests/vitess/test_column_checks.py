@@ -52,6 +52,27 @@ def test_a_pattern_that_names_no_column_is_refused_before_anything_is_captured(
         assert (reported.kind, reported.severity) == (Kind.CONFIG_INVALID, Severity.ERROR)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"columns_exclude": ["*.*.id"]},
+        {"masks": [{"columns": ["*.*.id"], **_MASK}]},
+        {"message_keys": {"*.*": ["contuer"]}},
+    ],
+)
+def test_settings_with_which_rows_could_not_be_identified_are_refused(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    with FakeVtgate("0") as vtgate:
+        with capturing(tmp_path, vtgate.address, **settings) as found:
+            wait_until(lambda: found.failure is not None, 30, "the start is refused")
+        assert isinstance(found.failure, TailraceError)
+        assert found.failure.kind is Kind.CONFIG_INVALID
+        assert f"{KEYSPACE}.{TABLE}" in found.failure.message
+        [reported] = [each for each in _checked(vtgate, **settings) if each.severity is Severity.ERROR]
+    assert (reported.kind, reported.table) == (Kind.CONFIG_INVALID, f"{KEYSPACE}.{TABLE}")
+
+
 def test_a_mistyped_keyspace_leaves_no_log_behind(tmp_path: Path) -> None:
     with FakeVtgate("0") as vtgate:
         with capturing(tmp_path, vtgate.address, keyspace="shopp") as found:
@@ -109,11 +130,3 @@ def test_check_warns_of_patterns_that_match_no_table() -> None:
             ]
             expected = f"source.tables: no table of the keyspace '{KEYSPACE}' {found}"
             assert told == ([expected] if found else [])
-
-
-def test_check_names_a_key_that_would_be_left_out() -> None:
-    with FakeVtgate("0") as vtgate:
-        [reported] = [
-            each for each in _checked(vtgate, columns_exclude=["*.*.id"]) if each.severity is Severity.ERROR
-        ]
-    assert (reported.kind, reported.table) == (Kind.CONFIG_INVALID, f"{KEYSPACE}.{TABLE}")

@@ -29,18 +29,13 @@ Tables = Mapping[str, Sequence[pb.Field]]
 
 
 def column_findings(source: VitessSource, shard: str, tables: Tables) -> Iterator[Finding]:
-    """Yield the columns of captured tables that can't be captured as the settings say.
+    """Yield the columns of captured tables that can't be captured.
 
     :param tables: the columns of the shard's tables.
     """
-    for table, columns in tables.items():
-        if not source.captures(source.keyspace, table) or is_internal(table):
-            continue
-        roles = roles_of(columns)
+    for table, columns in _captured(source, tables):
         name = f"{source.keyspace}.{table}"
-        for conflict in source.conflicts(source.keyspace, table, roles):
-            yield error(Kind.CONFIG_INVALID, conflict.message, conflict.repair, name)
-        left_out = source.left_out(source.keyspace, table, roles)
+        left_out = source.left_out(source.keyspace, table, roles_of(columns))
         for column in columns:
             try:
                 if column.name not in left_out:
@@ -50,16 +45,26 @@ def column_findings(source: VitessSource, shard: str, tables: Tables) -> Iterato
                 yield error(found.kind, found.message, found.hint, name)
 
 
-def pattern_findings(source: VitessSource, kept: ColumnPolicy, tables: Tables) -> Iterator[Finding]:
-    """Yield the column patterns that match no column; it is an error if one names a single column and is new.
+def _captured(source: VitessSource, tables: Tables) -> Iterator[tuple[str, Sequence[pb.Field]]]:
+    for table, columns in tables.items():
+        if source.captures(source.keyspace, table) and not is_internal(table):
+            yield table, columns
+
+
+def setting_findings(source: VitessSource, kept: ColumnPolicy, tables: Tables) -> Iterator[Finding]:
+    """Yield the settings that do not fit the columns, such as the exclusion of a key, and patterns that match
+    no column: it is an error if one names a single column and is new.
 
     :param kept: the settings with which the log was last used.
     """
+    for table, columns in _captured(source, tables):
+        for conflict in source.conflicts(source.keyspace, table, roles_of(columns)):
+            name = f"{source.keyspace}.{table}"
+            yield error(Kind.CONFIG_INVALID, conflict.message, conflict.repair, name)
     names = {
         (source.keyspace, table, column.name)
-        for table, columns in tables.items()
+        for table, columns in _captured(source, tables)
         for column in columns
-        if source.captures(source.keyspace, table)
     }
     before = {pattern for _, pattern in kept.column_patterns()}
     for place, pattern in source.column_patterns():
@@ -82,16 +87,17 @@ def pattern_findings(source: VitessSource, kept: ColumnPolicy, tables: Tables) -
 
 
 def require_columns(vtgate: Vtgate, source: VitessSource, kept: ColumnPolicy) -> None:
-    """Check that each pattern that names one column matches it; warn of other patterns without a match.
+    """Check that the settings fit the columns; warn of patterns without a match that name no single column.
 
-    :param kept: as for `pattern_findings`.
+    :param kept: as for `setting_findings`.
     :raises TailraceError: `CONFIG_INVALID`; the last shard's error if none answers.
     """
-    if not source.column_patterns():
+    if source.discloses_all:
         return
-    for found in pattern_findings(source, kept, _tables_of_any(vtgate, source)):
+    for found in setting_findings(source, kept, _tables_of_any(vtgate, source)):
         if found.severity is Severity.ERROR:
-            raise TailraceError(found.kind, f"look for the columns of {found.message}", found.repair)
+            of = f" of {found.table}" if found.table else ""
+            raise TailraceError(found.kind, f"look at the columns{of}: {found.message}", found.repair)
         log.warning("a pattern matches no column", found=found.message)
 
 

@@ -12,7 +12,7 @@ from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Relation
 from tailrace.sources.findings import Finding, error, from_failure, warning
-from tailrace.sources.vitess.column_checks import column_findings, pattern_findings
+from tailrace.sources.vitess.column_checks import column_findings, setting_findings
 from tailrace.sources.vitess.connection.metadata import (
     binlog_settings,
     serving_shards,
@@ -122,7 +122,7 @@ class VitessCheck:
         columns = table_columns(vtgate, self._source, shard)
         yield from column_findings(self._source, shard, columns)
         kept = ColumnPolicy() if self._log is None else kept_disclosure(self._log, TASK)
-        yield from pattern_findings(self._source, kept, columns)
+        yield from setting_findings(self._source, kept, columns)
 
     def tables(self) -> Sequence[tuple[str, str]]:
         if self._vtgate is None:

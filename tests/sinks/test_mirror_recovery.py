@@ -491,7 +491,7 @@ def test_a_table_without_a_key_is_refused_and_the_hint_says_what_to_do(tmp_path,
         write(sink, log, 0, end)
     assert raised.value.kind is Kind.SINK_KEY_MISSING
     assert raised.value.context["table"] == 'public.no"key'
-    assert 'ALTER TABLE "public"."no""key" REPLICA IDENTITY FULL' in raised.value.hint
+    assert 'ALTER TABLE public."no""key" REPLICA IDENTITY FULL' in raised.value.hint
     assert sink.position("0") == 0
     sink.close()
     without = opened("mirror", tmp_path / "lake", log, tables=("public.accounts",))

@@ -42,8 +42,9 @@ def altering(pg: EmbeddedPostgres, statement: str, alter: str = ALTER) -> thread
     """Begin a commit that waits for a missing standby: it is streamed, but no other session sees it."""
     pg.execute("alter system set synchronous_standby_names = 'nobody'")
     pg.execute("select pg_reload_conf()")
-    # Commits wait once the checkpointer has read the setting, whatever other processes have.
-    wait_until(lambda: committing(pg, "comment on schema public is null").is_alive(), 60, "a commit to wait")
+    # Commits wait once the checkpointer has read the setting, whatever other processes have. Each one that is
+    # tried writes to the WAL: without that it would not wait.
+    wait_until(lambda: committing(pg, "comment on schema public is 'x'").is_alive(), 60, "a commit to wait")
     pg.execute("select pg_cancel_backend(pid) from pg_stat_activity where wait_event = 'SyncRep'")
     wait_until(lambda: not is_waiting(pg), 60, "that to end")
     changing = committing(pg, alter + statement + "; commit")

@@ -6,14 +6,14 @@ The log has everything that the server sent. These settings apply to all reading
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
 
 from tailrace.config.fields import Section
-from tailrace.config.patterns import ColumnPattern, TablePattern, matches, matches_column
+from tailrace.config.patterns import ColumnPattern, TablePattern, matches, matches_column, one_column
 from tailrace.secrets import Secret
 
 
@@ -165,6 +165,21 @@ class ColumnPolicy(Section):
         places = {"source.columns": self.columns, "source.columns_exclude": self.columns_exclude}
         places |= {f"source.masks[{number}].columns": mask.columns for number, mask in enumerate(self.masks)}
         return [(place, pattern) for place, patterns in places.items() for pattern in patterns]
+
+    def unmatched_patterns(
+        self, names: Collection[tuple[str, str, str]], kept: ColumnPolicy
+    ) -> Iterator[tuple[str, str, tuple[str, str, str] | None]]:
+        """Yield the patterns of columns that match no column.
+
+        :param names: schema, table and name of each column.
+        :param kept: the settings with which the log was last used.
+        :return: for each, the name of its setting; the pattern; and the column, if it names a single one and
+            `kept` does not have the pattern.
+        """
+        before = {pattern for _, pattern in kept.column_patterns()}
+        for place, pattern in self.column_patterns():
+            if not any(matches_column(pattern, *name) for name in names):
+                yield place, pattern, None if pattern in before else one_column(pattern)
 
     def left_out(self, schema: str, table: str, columns: ColumnRoles) -> frozenset[str]:
         """Return a table's columns that readers do not get; they always get its key.

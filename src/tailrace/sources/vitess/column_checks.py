@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import structlog
 
-from tailrace.config.patterns import matches_column, one_column
 from tailrace.config.source.column_policy import ColumnPolicy
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Kind, Policy, TailraceError
@@ -66,12 +65,8 @@ def setting_findings(source: VitessSource, kept: ColumnPolicy, tables: Tables) -
         for table, columns in _captured(source, tables)
         for column in columns
     }
-    before = {pattern for _, pattern in kept.column_patterns()}
-    for place, pattern in source.column_patterns():
-        if any(matches_column(pattern, *name) for name in names):
-            continue
-        one = one_column(pattern)
-        if one is None or pattern in before:
+    for place, pattern, one in source.unmatched_patterns(names, kept):
+        if one is None:
             message = f"{place}: no column of a captured table matches {pattern!r}"
             yield warning(Kind.TABLE_MISSING, message, f"correct {place}")
         else:

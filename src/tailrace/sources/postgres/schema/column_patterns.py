@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from tailrace.config.patterns import matches_column, one_column
 from tailrace.config.source.column_policy import ColumnPolicy
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
@@ -66,12 +65,8 @@ def unmatched_patterns(
         for column in each.columns.names
     }
     names |= renames.names()
-    before = {pattern for _, pattern in kept.column_patterns()}
-    for place, pattern in source.column_patterns():
-        if any(matches_column(pattern, *name) for name in names):
-            continue
-        one = one_column(pattern)
-        if one is None or pattern in before:
+    for place, pattern, one in source.unmatched_patterns(names, kept):
+        if one is None:
             message = f"{place}: no column of a captured table matches {pattern!r}"
             yield Unmatched(message, f"correct {place}", refused=False)
         else:
